@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jswa.errors import FormTooLarge, GenerationError, InvalidSampling, NothingAllowed
-from jswa.grammar.matching.masks import fill_all, fill_behind
+from jswa.grammar.matching.masks import fill_all, fill_behind, single_tokens
 from jswa.plan import (
     BAN_TOKENS,
     EVERY_TOKEN,
@@ -285,10 +285,12 @@ class Masks:
 
     def late(
         self, sequences: Items[Sequence | None], drafts: Mapping[int, list[int]]
-    ) -> tuple[tuple[RowMask, ...], list[Sequence]]:
+    ) -> tuple[tuple[RowMask, ...], list[Sequence], dict[int, list[bool]]]:
         """Return the masks of running rows that change for the token behind the known ones, and behind their drafts.
 
-        The second result has the rows whose grammar allows a single token behind the known ones.
+        The second result has the rows whose grammar allows a single token behind the known ones. The third, by row id
+        of the rows with drafts, has whether the grammar allows a single token behind the known ones, and behind each
+        draft.
 
         `drafts`: by row id, of all rows whose masks may change; only rows that are held to a grammar have any.
         """
@@ -299,8 +301,11 @@ class Masks:
         changed = self._masks(sequences, running[~of_grammar], self._rows.known[running[~of_grammar]])
         held = [s for i in running[of_grammar].tolist() if (s := sequences[i]) is not None and s.matcher is not None]
         masks, forced = self._grammar_masks(held)
-        behind = self._masks_behind([s for s in held if drafts[s.row_id]], drafts)
-        return (*changed, *masks, *behind), forced
+        behind, single = self._masks_behind([s for s in held if drafts[s.row_id]], drafts)
+        for sequence in forced:
+            if sequence.row_id in single:
+                single[sequence.row_id][0] = True
+        return (*changed, *masks, *behind), forced, single
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that only running rows with a constraint have a mask that may change."""
@@ -341,10 +346,15 @@ class Masks:
                 forced.append(sequence)
         return changed, forced
 
-    def _masks_behind(self, sequences: list[Sequence], drafts: Mapping[int, list[int]]) -> list[RowMask]:
-        """Return the masks behind each draft of rows that are held to a grammar."""
+    def _masks_behind(
+        self, sequences: list[Sequence], drafts: Mapping[int, list[int]]
+    ) -> tuple[list[RowMask], dict[int, list[bool]]]:
+        """Return the masks behind each draft of rows that are held to a grammar.
+
+        The second result is the third of `late`, without the tokens behind the known ones.
+        """
         if not sequences:
-            return []
+            return [], {}
         matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]
         proposed = [drafts[sequence.row_id] for sequence in sequences]
         words = -(-matchers[0].grammar.vocabulary.size // 32)
@@ -354,7 +364,8 @@ class Masks:
             for place, bits in enumerate(places[: len(tokens)], 1):
                 self._forbid(sequence, tokens[:place], bits)
                 masks.append(RowMask(sequence.row_id, AllWords(bits), place))
-        return masks
+        pairs = zip(sequences, single_tokens(filled).tolist(), strict=True)
+        return masks, {sequence.row_id: [False, *places] for sequence, places in pairs}
 
     def _forbid(self, sequence: Sequence, drafts: list[int], bits: Int[np.ndarray, " words"]) -> None:
         """Clear what the other constraints of a row that is held to a grammar forbid behind its text and drafts."""

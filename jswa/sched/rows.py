@@ -199,7 +199,9 @@ class Rows:
 
     def set_known(self, row: int, tokens: Int[np.ndarray, " T"]) -> None:
         """Set the known tokens of a row, all of which the caller has."""
-        self.known[row], self._recent[row, (len(tokens) - 1) % RECENT] = len(tokens), tokens[-1]
+        first = max(min(self.known.item(row), len(tokens) - 1), len(tokens) - RECENT)
+        self._recent[row, np.arange(first, len(tokens)) % RECENT] = tokens[first:]
+        self.known[row] = len(tokens)
         self.copied(row)
 
     def copied(self, row: int) -> None:

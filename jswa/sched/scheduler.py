@@ -157,8 +157,11 @@ class Scheduler:
         if drafts is not None:
             own = zip(plan.row_ids.tolist(), drafts.tolist(), strict=True)
             proposed |= {row: [token for token in tokens if token >= 0] for row, tokens in own if row in proposed}
-        masks, forced = requests.masks.late(requests.by_row, proposed)
-        return masks, (*events, *(event for sequence in forced for event in requests.foretell(sequence)))
+        masks, forced, single = requests.masks.late(requests.by_row, proposed)
+        told = [event for sequence in forced for event in requests.foretell(sequence)]
+        if self.rows.speculates:
+            self.drafting.foretold(forced, single)
+        return masks, (*events, *told)
 
     def apply(
         self,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from jswa.grammar.matching.llg import THREADS, Matcher, executor
 from jswa.grammar.size.limits import MAX_MASK_SECONDS
@@ -95,3 +95,10 @@ def watch_if_late(matchers: Sequence[Matcher], masks: int, begin: float) -> None
     if time.monotonic() - begin > MAX_MASK_SECONDS + _ORDINARY * masks * len(matchers):
         for matcher in matchers:
             matcher.watch()
+
+
+def single_tokens(masks: Int[np.ndarray, "R K W"]) -> Bool[np.ndarray, "R K"]:
+    """Return which masks have a single token."""
+    single: Bool[np.ndarray, "R K"] = np.count_nonzero(masks, axis=2) == 1
+    single[single] = np.bitwise_count(masks[single].view(np.uint32)).sum(axis=1) == 1
+    return single

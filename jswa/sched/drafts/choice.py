@@ -1,12 +1,21 @@
 """How many drafts per row the next decode step runs: the number that gives most tokens per second, 0 if none pays.
 
-A row has one average: how often its drafts are right. A step has one time, by its rows and drafts. Both are measured,
-and both are exponential averages. While no drafts run, drafts that are looked up are compared with the tokens that come
-back (`watch`). Drafts of a model cannot be compared: there the averages rise slowly, until a step tries some.
+A row has one average: how often its drafts are right, the newest weighing most. A step has one time, by its rows and
+drafts: the median of the last ones. While no drafts run, drafts that are looked up are compared with the tokens that
+come back (`watch`). Drafts of a model cannot be compared: there the averages rise slowly, until a step tries some.
+
+A time that is not known lies on a line through the known times next to it:
+
+    time of a step │        ╱ 7, expected
+                   │     ╳ 3, measured
+                   │   ╱ 1, expected
+                   │ ╳ 0, measured
+                   └────────────────────── drafts
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,18 +30,20 @@ _WEIGHT_NEW = 0.02  # of a step in what later rows begin with
 _LEAST, _MOST = 0.05, 0.999  # averages below the least count as 0, and none as more than the most
 _HOLDS = 4, 16  # steps for which a choice holds at least and at most
 _LOOK = 0.02  # seconds for which that of no drafts holds: looking at the tokens takes a hundredth of that or two
-_WEIGHT_TIME = 0.1  # of a step in the time of its size
-_MEASURED = 3  # times of which the least counts, and before which nothing is known: the first ones are often slow
+_TIMES = 15  # of which the median counts: a mean would be misled by one step that waited for other work
+_MEASURED = 3  # times below which nothing is known
 _FORGOTTEN = 1_024  # measured steps of a size after which a time is unknown again: the machine may have been busy
-_UNKNOWN = 1.2  # what an unknown number of drafts is taken to cost, times the next smaller one
+_STALE = 32  # measured steps with drafts for each time without, after which the latter is measured again
+_EACH = 0.1  # what a draft is expected to cost, of a step without drafts, as long as no step with drafts is known
+_EACH_LEAST = 0.02  # and at least
 
 
-class _Time(NamedTuple):
-    """What a step takes, how often that was measured, and the step of its size at which it was measured last."""
+@dataclass
+class _Times:
+    """What the last steps of a size took, and the number of the last one among all steps of its rows."""
 
-    seconds: float
-    measured: int
-    step: int
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES))
+    step: int = 0
 
 
 class DraftChoice:
@@ -46,15 +57,18 @@ class DraftChoice:
     Attributes:
         average: how often the drafts of each row are right.
         last: the last choice.
+        kind: of the steps that run now: those of another kind, of as many rows, take another time.
     """
 
     def __init__(self, max_rows: int, *, watched: bool = False, most: int = 0) -> None:
         self._watched, self._most, self._weight = watched, most, _WEIGHT if watched else _WEIGHT_MODEL
         self._new = 0.0 if watched else _FIRST
         self.average: Float[np.ndarray, " max_rows"] = np.full(max_rows, self._new)
-        self._times: dict[tuple[int, int], _Time] = {}  # by size and drafts
-        self._steps: dict[int, int] = {}  # by size
-        self.last = self._size = self._left = 0
+        self.kind: Hashable = None
+        self._times: dict[tuple[Hashable, int], _Times] = {}  # by size and drafts
+        self._steps: dict[Hashable, int] = {}  # by size
+        self._size: Hashable = None  # of the last choice
+        self.last = self._left = 0
 
     def begin(self, row_id: int) -> None:
         """Forget the sequence that had a row: another begins with the average of all."""
@@ -63,7 +77,7 @@ class DraftChoice:
 
     def kept(self, rows: int) -> int | None:
         """Return the last choice if it still holds, for a step of about so many rows; None: `choose` anew."""
-        if self._left <= 0 or _size(rows) != self._size:
+        if self._left <= 0 or self._size_of(rows) != self._size:
             return None
         self._left -= 1
         return self.last
@@ -90,11 +104,12 @@ class DraftChoice:
         best = self.best(row_ids, rows, PROGRAMS)
         if best:
             best = self.best(row_ids, rows, lengths())
-        without = self._known(_size(rows), 0)
-        holds = _HOLDS[0] if best else _HOLDS[1]
-        if self._watched and not best and without is not None:
-            holds = max(_HOLDS[0], min(holds, int(_LOOK / without)))
-        self.last, self._size, self._left = best, _size(rows), holds - 1
+        size, holds = self._size_of(rows), _HOLDS[0]
+        if best and self._is_stale(size):
+            best = 0
+        elif not best and (without := self._known(size).get(0)) is not None:
+            holds = max(holds, min(_HOLDS[1], int(_LOOK / without))) if self._watched else _HOLDS[1]
+        self.last, self._size, self._left = best, size, holds - 1
         return best
 
     def best(
@@ -104,19 +119,18 @@ class DraftChoice:
 
         `beside_prompts`: the device shares no drafts, and numbers whose time is not known do not count.
         """
-        size, seconds = _size(rows), self._known(_size(rows), 0)
         averages = [min(a, _MOST) for a in self.average.take(row_ids).tolist() if a >= _LEAST]
-        if seconds is None or not averages:
+        known = self._known(self._size_of(rows)) if averages else {}
+        if 0 not in known:
             return 0
-        best, speed = 0, rows / seconds
+        best, speed = 0, rows / known[0]
         for drafts in lengths:
-            known = self._known(size, drafts)
-            if known is None and beside_prompts:
+            if drafts not in known and beside_prompts:
                 continue
-            seconds = _UNKNOWN * seconds if known is None else known
             each = min(self._most, drafts * rows / len(averages)) if self._most and not beside_prompts else drafts
             # The first draft is right with chance a, the second with a², …
             tokens = rows + sum(a * (1 - a**each) / (1 - a) for a in averages)
+            seconds = known[drafts] if drafts in known else _expected(known, drafts)
             if tokens / seconds > speed:
                 best, speed = drafts, tokens / seconds
         return best
@@ -150,24 +164,38 @@ class DraftChoice:
 
     def took(self, rows: int, drafts: int, seconds: float) -> None:
         """Note what a decode step of so many rows, with so many drafts each, has taken."""
-        size = _size(rows)
+        size = self._size_of(rows)
         step = self._steps[size] = self._steps.get(size, 0) + 1
-        before = self._times.get((size, drafts))
-        if before is None or step - before.step > _FORGOTTEN:
-            before = _Time(seconds, 0, step)
-        if before.measured < _MEASURED:
-            mean = min(seconds, before.seconds)
-        else:  # a longer time than twice the mean is other work of the machine
-            mean = before.seconds + _WEIGHT_TIME * (min(seconds, 2 * before.seconds) - before.seconds)
-        self._times[size, drafts] = _Time(mean, before.measured + 1, step)
+        times = self._times.setdefault((size, drafts), _Times())
+        if step - times.step > _FORGOTTEN:
+            times.seconds.clear()
+        times.seconds.append(seconds)
+        times.step = step
 
-    def _known(self, size: int, drafts: int) -> float | None:
-        """Return what a step of a size takes; None: it was measured too seldom, or too long ago."""
-        time = self._times.get((size, drafts))
-        if time is None or time.measured < _MEASURED or self._steps[size] - time.step > _FORGOTTEN:
-            return None
-        return time.seconds
+    def _size_of(self, rows: int) -> Hashable:
+        return self.kind, (rows - 1).bit_length()
+
+    def _known(self, size: Hashable) -> dict[int, float]:
+        """Return what a step of a size takes, by drafts, ascending; without times that are too few or too old."""
+        known = {}
+        for drafts in (0, *PROGRAMS):
+            times = self._times.get((size, drafts))
+            if times and len(times.seconds) >= _MEASURED and self._steps[size] - times.step <= _FORGOTTEN:
+                known[drafts] = sorted(times.seconds)[(len(times.seconds) - 1) // 2]
+        return known
+
+    def _is_stale(self, size: Hashable) -> bool:
+        """Return whether steps without drafts are to be measured again: soon after the first ones, then seldom."""
+        times = self._times[size, 0]
+        return self._steps[size] - times.step > _STALE * len(times.seconds)
 
 
-def _size(rows: int) -> int:
-    return (rows - 1).bit_length()
+def _expected(known: Mapping[int, float], drafts: int) -> float:
+    """Return the time of an unknown number of drafts, by the known ones; that of 0 drafts is among these."""
+    *_, below = (number for number in known if number < drafts)
+    above = next((number for number in known if number > drafts), None)
+    other = above if above is not None else max((number for number in known if number < below), default=None)
+    if other is None:
+        return known[0] * (1 + _EACH * drafts)
+    slope = (known[other] - known[below]) / (other - below)
+    return known[below] + max(slope, _EACH_LEAST * known[0]) * (drafts - below)

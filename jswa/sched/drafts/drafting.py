@@ -10,7 +10,7 @@ from jaxtyping import Int
 from jswa.cache.keys import root_of
 from jswa.cache.manager import CacheManager
 from jswa.config import Limits
-from jswa.plan import PLAIN, RowText, StepPlan
+from jswa.plan import RowText, StepPlan
 from jswa.ribs.table import VARIANTS
 from jswa.sched.batch import Batch, lease_of
 from jswa.sched.drafts.choice import DraftChoice
@@ -108,8 +108,8 @@ class Drafting:
         self._counts = _Counts()
         self._landed, self._queued = 0.0, False  # of the step before, and whether this one was on the device then
         self._texts: list[RowText] = []
-        self._features = False, PLAIN  # of the steps for which lengths were asked last
         self._watched = 0  # rows, by turns
+        self._single: dict[int, list[bool]] = {}  # of the step in flight: see `foretold`
 
     def begin(self, sequence: Sequence) -> None:
         """Note a row that begins: its rows of the device's tables are another's."""
@@ -179,14 +179,14 @@ class Drafting:
             return 0
         if _runs_prompts(batch) and not self._one_bucket:
             return self._length_beside_prompts(batch, lengths, split=split)
-        features = split, VARIANTS[rows.variant()].finish
-        kept = self.choice.kept(len(row_ids)) if features == self._features else None
+        variant = VARIANTS[rows.variant()].finish
+        self.choice.kind = split, variant
+        kept = self.choice.kept(len(row_ids))
         if kept is not None:
             return kept
-        self._features = features
         drafting = row_ids[rows.speculative[row_ids] > 0]
         return self.choice.choose(
-            drafting, len(row_ids), lambda: lengths(len(row_ids), tokens=0, split=split, variant=features[1])
+            drafting, len(row_ids), lambda: lengths(len(row_ids), tokens=0, split=split, variant=variant)
         )
 
     def watch(self) -> None:
@@ -248,10 +248,25 @@ class Drafting:
         if self.lengths is not None and drafts.any():
             batch.program = length
 
+    def foretold(self, sequences: Iterable[Sequence], single: dict[int, list[bool]]) -> None:
+        """Note the texts that grammars force in the step in flight.
+
+        Args:
+            sequences: the rows whose text may have been foretold.
+            single: by row id, whether a grammar allows a single token at the row's next place, and behind each draft.
+        """
+        self._single, watch = single, self._watch
+        if watch is None:
+            return
+        for sequence in sequences:
+            if sequence.foretold_from and sequence.rows is not None:
+                watch.foretold(sequence.row_id, sequence.foretold_from, sequence.num_known)
+
     def apply(
         self, plan: StepPlan, flight: Flight, counts: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"]
     ) -> None:
         """Count which drafts of a step were right."""
+        single, self._single = self._single, {}
         if not plan.drafts and not self._one_bucket and self.lengths is not None:
             return
         rows, row_ids = self._rows, flight.row_ids
@@ -267,6 +282,9 @@ class Drafting:
             row_ids, right, drafted = (array[here] for array in (row_ids, right, drafted))
         rows.accepted[row_ids] += right
         rows.rejected[row_ids] += drafted - right
+        if single:
+            pairs = zip(row_ids.tolist(), right.tolist(), strict=True)
+            right = np.array([_saved(single[row], count) if row in single else count for row, count in pairs], int)
         self.choice.note(row_ids, drafted, right)
 
     def landed(self, plan: StepPlan, now: float) -> None:
@@ -274,21 +292,31 @@ class Drafting:
 
         Only if it ran no prompts, the device had it before the one before had ended, and its rows still
         run: the tokens of a step that nobody needs any more are looked at when the next request comes. While the choice
-        is to draft nothing, a part of the steps is measured.
+        is to draft nothing, a part of the steps without drafts is measured.
         """
-        if self.choice.unmeasured:
-            self._queued = False
+        before, queued = self._landed, self._queued
+        self._landed, self._queued = now, len(self._rows.flights) > 1
+        if self.choice.unmeasured and not plan.drafts:
             return
         whole = self._rows.flights[0].departures == self._rows.departures
-        if self.lengths is not None and whole and self._queued and not plan.runs_prompts:
-            self.choice.took(plan.num_rows, plan.drafts, now - self._landed)
-        self._landed, self._queued = now, len(self._rows.flights) > 1
+        if self.lengths is not None and whole and queued and not plan.runs_prompts:
+            self.choice.took(plan.num_rows, plan.drafts, now - before)
 
     def stats(self) -> DraftStats:
         """Return the sums."""
         counts = self._counts
         counts.count_noted()
         return DraftStats(counts.steps, counts.rows, counts.drafts, tuple(counts.accepted.tolist()[: self._most]))
+
+
+def _saved(single: list[bool], right: int) -> int:
+    """Return how many steps so many right drafts have saved.
+
+    Each saves one, except in a text that a grammar forces: without drafts the whole text takes one step. Drafts save
+    that step only if they are right to its end. Where a step ends inside such a text, the rest is foretold in the next.
+    """
+    ends = sum(not (single[place] and (place == right or single[place + 1])) for place in range(right + 1))
+    return max(ends - 1, 0)
 
 
 def _runs_prompts(batch: Batch) -> bool:

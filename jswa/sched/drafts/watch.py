@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int, UInt64
 
 from jswa.sched.rows import Rows
+from jswa.speculation import PROGRAMS
 
 _CONTEXT = 3  # tokens that must be found again
 _BEFORE = 2_048  # tokens of a prompt, the last ones
@@ -32,6 +33,7 @@ class Watch:
     def __init__(self, max_rows: int) -> None:
         self._tables = np.zeros((max_rows, 1 << _BITS), np.uint64)
         self._end = np.zeros(max_rows, np.int64)  # of the tokens that have been compared
+        self._foretold: list[list[tuple[int, int]]] = [[] for _ in range(max_rows)]  # from and to, not compared yet
 
     def begin(self, row_id: int, text: Int[np.ndarray, " T"], reference: Int[np.ndarray, " n"] | None) -> None:
         """Enter a row with its known tokens, and earlier texts if drafts are looked up in any."""
@@ -41,13 +43,15 @@ class Watch:
             if known is not None and len(known) > _CONTEXT:
                 places, entries = _hashes(known)
                 table[places] = entries
+        self._foretold[row_id].clear()
         # Of the known tokens the rows' arrays have only the last one.
         self._end[row_id] = len(text) - 1 + _CONTEXT
 
     def hits(self, rows: Rows, row_ids: Iterable[int]) -> dict[int, list[bool]]:
         """Return which of the tokens that came back since the last call would have been drafted, by row.
 
-        At most the last 64 of each row; rows with few are left out.
+        At most the last 64 of each row; rows with few are left out. The tokens of a text that was foretold count as one
+        token, since they take one step. It is wrong if they are more than the drafts of a step.
         """
         found: dict[int, list[bool]] = {}
         for row_id in row_ids:
@@ -55,8 +59,25 @@ class Watch:
             compared = min(known - self._end.item(row_id), _MOST)
             if compared >= _FEWEST:
                 self._end[row_id] = known
-                found[row_id] = self._compare(row_id, rows.recent(row_id, known - compared - _CONTEXT).tolist())
+                right = self._compare(row_id, rows.recent(row_id, known - compared - _CONTEXT).tolist())
+                found[row_id] = self._joined(row_id, right, known - compared) if self._foretold[row_id] else right
         return found
+
+    def foretold(self, row_id: int, start: int, end: int) -> None:
+        """Note the positions of tokens that a grammar has forced."""
+        self._foretold[row_id].append((start, end))
+
+    def _joined(self, row_id: int, right: list[bool], first: int) -> list[bool]:
+        """Join the tokens of each foretold text, which is right if all of them are; `first`: position of the first.
+
+        A wrong one comes after it: it takes the places of several drafts, so that there are seldom any for the next.
+        """
+        for start, end in reversed(self._foretold[row_id]):
+            if end > first:
+                text = slice(max(start - first, 0), end - first)
+                right[text] = [end - start <= PROGRAMS[-1] and all(right[text]), False]
+        self._foretold[row_id].clear()
+        return right
 
     def _compare(self, row_id: int, text: list[int]) -> list[bool]:
         """Return which of the tokens after the first three were found after the three before them; enter them all.

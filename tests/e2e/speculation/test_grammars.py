@@ -1,13 +1,16 @@
 """Requests with structured outputs have drafts, and no token changes: the embedded model with and without drafts."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from jaxtyping import Int
 
 from jswa.llm import LLM
 from jswa.plan import StepPlan
+from jswa.sched.drafts.choice import DraftChoice
 from jswa.sched.requests import Requests
 from jswa.types import CompletionOutput, SamplingParams, StructuredOutputsParams
 from tests.support import oracles
@@ -122,3 +125,48 @@ def test_forced_tokens_take_no_step_beside_drafts(llms: tuple[LLM, LLM], monkeyp
     (texts, steps), (others, more) = counted
     assert texts == others
     assert steps < more
+
+
+class Fixed(DraftChoice):
+    """Runs a fixed number of drafts in every step, and counts the steps that they have saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(4, watched=True)
+        self.last, self.saved = number, 0
+
+    def kept(self, rows: int) -> None:
+        """No choice holds."""
+
+    def best(
+        self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: tuple[int, ...], *, beside_prompts: bool = False
+    ) -> int:
+        """Return the number, for a step that runs prompts."""
+        return self.last
+
+    def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: Callable[[], tuple[int, ...]]) -> int:
+        """Return the number."""
+        return self.last
+
+    def note(
+        self, row_ids: Int[np.ndarray, " R"], drafted: Int[np.ndarray, " R"], right: Int[np.ndarray, " R"]
+    ) -> None:
+        """Count what a row's right drafts are worth."""
+        self.saved += int(right.sum())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_right_drafts_count_as_often_as_they_save_a_step(llms: tuple[LLM, LLM], seed: int) -> None:
+    """Most drafts are tokens that the grammar forces: without drafts, too, these take hardly a step."""
+    _, drafting = llms
+    form = StructuredOutputsParams(json={**RECORDS, "minItems": 7, "maxItems": 8}, disable_any_whitespace=True)
+    params = SamplingParams(max_tokens=220, temperature=0.8, seed=seed, structured_outputs=form)
+    steps = []
+    for choice in (Fixed(0), Fixed(3)):
+        drafting.engine.scheduler.drafting.choice = choice
+        before = drafting.engine.step_stats().steps
+        (answer,) = drafting.generate("A list:", params, use_tqdm=False)
+        steps.append(drafting.engine.step_stats().steps - before)
+    drafts = answer.outputs[0].drafts
+    assert drafts is not None
+    assert drafts.accepted > 2 * choice.saved > 0
+    assert abs(steps[0] - steps[1] - choice.saved) <= 2

@@ -18,6 +18,7 @@ from jswa.sched.constraint import Masks, make_constraint
 from jswa.sched.rows import Rows
 from jswa.sched.scheduler import Scheduler
 from jswa.sched.sequence import Sequence, Status
+from jswa.text.tokenizer import Tokenizer
 from jswa.types import SamplingParams, StructuredOutputsParams
 from tests.support.builders import make_layout
 from tests.support.text.transcripts import tokenizer_of
@@ -198,20 +199,26 @@ def test_a_preempted_row_restarts_with_the_mask_of_its_known_tokens() -> None:
     assert changed(bits, mask_at(masks, sequence, 4)) == set(range(VOCAB)) - {31}
 
 
-def test_a_grammar_names_only_masks_that_differ_from_the_one_before() -> None:
-    """Behind each of four letters of a to c the same tokens are allowed, until the text must end with d."""
+def held_to(regex: str) -> tuple[Masks, Sequence, Tokenizer]:
+    """Return the masks of a sequence that is held to an expression, the sequence, and its tokenizer."""
     tokenizer = tokenizer_of(("<|end|>",))
-    end = tokenizer.vocab_size - 1
-    grammars = Grammars(tokenizer, tokenizer.vocab_size, (end,))
-    request = make_request("a", [1], structured_outputs=StructuredOutputsParams(regex="[a-c]{4}d"))
-    grammar = grammars.compile(StructuredOutputsParams(regex="[a-c]{4}d"))
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, (tokenizer.vocab_size - 1,))
+    request = make_request("a", [1], structured_outputs=StructuredOutputsParams(regex=regex))
+    grammar = grammars.compile(StructuredOutputsParams(regex=regex))
     constraint = make_constraint(request.params, tokenizer.vocab_size, 1, frozenset(), ())
     sequence = make_sequence(dataclasses.replace(request, grammar=grammar, constraint=constraint))
-    masks, allowed = masks_of(sequence), list[int | None]()
+    masks = masks_of(sequence)
     masks.admit(sequence)
+    return masks, sequence, tokenizer
+
+
+def test_a_grammar_names_only_masks_that_differ_from_the_one_before() -> None:
+    """Behind each of four letters of a to c the same tokens are allowed, until the text must end with d."""
+    masks, sequence, tokenizer = held_to("[a-c]{4}d")
+    allowed = list[int | None]()
     letter, last = (int(tokenizer.encode(one)[0]) for one in ("b", "d"))
     for token in (letter, letter, letter, letter, last):
-        changed, forced = masks.late([sequence], {sequence.row_id: []})
+        changed, forced, _ = masks.late([sequence], {sequence.row_id: []})
         assert forced == ([sequence] if token == last else [])
         words = [mask.words for mask in changed]
         assert all(isinstance(one, AllWords) for one in words)
@@ -220,6 +227,24 @@ def test_a_grammar_names_only_masks_that_differ_from_the_one_before() -> None:
         assert sequence.matcher is not None
         assert sequence.matcher.accept([token])
     assert allowed == [3, None, None, None, 1]
+
+
+def test_it_is_known_where_a_single_token_may_stand() -> None:
+    """Behind the text and behind each draft. No token may stand behind a wrong draft, and none behind the last."""
+    masks, sequence, tokenizer = held_to("[a-c]de?[a-c]d")
+    letter, d, e = (int(tokenizer.encode(one)[0]) for one in ("b", "d", "e"))
+    for drafts, wanted in {
+        (letter, d, e): [False, True, False, False],
+        (letter, d, letter, d): [False, True, False, True, False],
+        (letter, e, d): [False, True, False, False],
+    }.items():
+        assert masks.late([sequence], {sequence.row_id: list(drafts)})[2] == {sequence.row_id: wanted}
+    sequence.append(letter)
+    assert sequence.matcher is not None
+    assert sequence.matcher.accept([letter])
+    _, forced, single = masks.late([sequence], {sequence.row_id: [d, letter]})
+    assert forced == [sequence]
+    assert single == {sequence.row_id: [True, False, True]}
 
 
 @dataclasses.dataclass

@@ -1,6 +1,7 @@
 """What lookups would have drafted, told from the texts alone (jswa/sched/drafts/watch.py)."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,30 @@ def test_rows_are_compared_together() -> None:
     for token in prompts[0][:8]:  # this row says again what it has said
         rows.append_one(1, token)
     assert {row: sum(right) for row, right in watch.hits(rows, range(4)).items()} == {1: 5}
+
+
+@pytest.mark.parametrize(
+    ("foretold", "wanted"),
+    [
+        ([], [False] + [True] * 9),
+        ([(15, 18)], [False, True, False] + [True] * 6),  # one right token, and a wrong one after it
+        ([(14, 17)], [False, False] + [True] * 7),  # nobody would have drafted its first token
+        ([(15, 18), (20, 22)], [False, True, False, True, True, True, False, True, True]),
+        ([(15, 24)], [False, False, False]),  # more tokens than a step drafts
+        ([(8, 14)], [False] + [True] * 9),  # not among those that are compared
+    ],
+)
+def test_a_text_that_was_foretold_counts_as_one_token(foretold: list[tuple[int, int]], wanted: list[bool]) -> None:
+    """Its tokens take one step without drafts."""
+    rows, watch, prompt = Rows(1, 7), Watch(1), np.arange(20, 32, dtype=np.int32)
+    rows.set_known(0, prompt)
+    watch.begin(0, prompt, None)
+    for start, end in foretold:
+        watch.foretold(0, start, end)
+    rows.set_known(0, np.concatenate([prompt, prompt]))
+    assert hits_of(watch, rows) == wanted
+    rows.set_known(0, np.concatenate([prompt] * 3))
+    assert len(hits_of(watch, rows)) == len(prompt), "a text counts once"
 
 
 @share(2)
