@@ -38,6 +38,7 @@ _ARCHITECTURES = {
     "dflash": ("DFlashDraftModel", "DFlashSpeculator", _LAGUNA, _MUSE, *_SECOND),
     "dspark": ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", _GEMMA4),
 }
+_SPECULATORS = {"dflash": ("dflash", "dflash2"), "dspark": ("dspark",)}  # their types, by method
 _FAMILIES = ("qwen3", "llama", "laguna", "muse_glimmer_assistant", "beam")
 _OF_SECOND = ("conv_kernel_size", "selector_rank")
 _GEMMA4_FAMILIES = ("gemma4_text", "gemma4_unified_text")
@@ -120,9 +121,9 @@ def _keys(raw: dict[str, Any]) -> _Keys:
 def _architecture(method: str, keys: _Keys) -> str:
     """Return the architecture that a config names. Raises ConfigError if it is another's, or needs what jswa lacks."""
     kind, named = keys.file.raw.get("speculators_model_type"), keys.file.raw.get("architectures")
-    if keys.speculators and kind != method:
-        raise refused("speculators_model_type", kind, f"must be {method}")
-    known = _ARCHITECTURES[method]
+    if keys.speculators and kind not in _SPECULATORS[method]:
+        raise refused("speculators_model_type", kind, f"must be one of {', '.join(_SPECULATORS[method])}")
+    known = _SECOND if kind == "dflash2" else _ARCHITECTURES[method]
     if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
         raise refused("architectures", named, f"must be one of {', '.join(known)}")
     without = _WITHOUT if named[0] in _SECOND else {**_WITHOUT, **dict.fromkeys(_OF_SECOND, (0,))}
@@ -259,7 +260,7 @@ def _changed(model: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
 def _causal(keys: _Keys, window: int | None, architecture: str) -> bool:
     """Return whether queries of a layer see no later mask: those with a window do not, unless the config says so."""
     if keys.speculators:  # vLLM 0.33 has the windows' rule for full layers too, which were not trained so
-        return window is not None and not keys.file.boolean("sliding_window_non_causal", False)
+        return window is not None and not keys.file.boolean("sliding_window_non_causal", architecture in _SECOND)
     default = window is not None and architecture != _MUSE
     return keys.file.boolean(
         "is_causal", Fields(keys.file.table("dflash_config"), "dflash_config").boolean("causal", default)

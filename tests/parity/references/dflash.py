@@ -288,7 +288,8 @@ class DFlashReference:
         types = self.layers.get("layer_types") or []
         slides = bool(types) and types[index] == _SLIDING
         if "speculators_model_type" in self.config:
-            return slides and not self.config["sliding_window_non_causal"]
+            second = self.config["speculators_model_type"] == "dflash2"
+            return slides and not self.config.get("sliding_window_non_causal", second)
         muse = "MuseGlimmerAssistantModel" in self.config["architectures"]
         default = self.config.get("dflash_config", {}).get("causal", slides and not muse)
         return bool(self.config.get("is_causal", default))

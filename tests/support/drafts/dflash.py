@@ -82,6 +82,11 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     | {"architectures": ["DFlash2BeamDraftModel"], "block_size": 8, "is_causal": False}
     | {"layer_types": [_SLIDING] * 2, "sliding_window": 12, "use_sliding_window": True}
     | {"dflash_config": _DFLASH | _SECOND | {"conv_kernel_size": 9}},
+    "dflash_second_speculators": {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2"}
+    | {key: value for key, value in _SPECULATORS.items() if key != "draft_vocab_size"}
+    | {"transformer_layer_config": _LAYERS | {"layer_types": [_SLIDING, _FULL], "sliding_window": 12}}
+    | _SECOND
+    | {"conv_kernel_size": 2},
     "dspark": _LAYERS | {"architectures": ["Qwen3DSparkModel"], "block_size": 7, **_DFLASH, **_MARKOV},
     "dspark_gemma4": _LAYERS | _GEMMA4 | _MARKOV | {"confidence_head_with_markov": True},
     "dspark_gemma4_untied": _LAYERS | _GEMMA4 | {"attention_k_eq_v": False, "markov_rank": 0},

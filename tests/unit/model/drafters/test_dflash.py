@@ -113,8 +113,11 @@ def test_drafters_of_other_kinds_are_named(tmp_path: Path) -> None:
     assert "architectures = ['DFlashDraftModel']: must be one of Qwen3DSparkModel" in _refused(
         tmp_path, "dspark", {"architectures": ["DFlashDraftModel"]}
     )
-    assert "speculators_model_type = 'eagle3': must be dflash" in _refused(
+    assert "speculators_model_type = 'eagle3': must be one of dflash, dflash2" in _refused(
         tmp_path, "dflash_speculators", {"speculators_model_type": "eagle3"}
+    )
+    assert "architectures = ['DFlashDraftModel']: must be one of DFlash2DraftModel" in _refused(
+        tmp_path, "dflash_second_speculators", {"architectures": ["DFlashDraftModel"]}
     )
     assert "model_type = 'mamba': must be one of qwen3" in _refused(tmp_path, "dflash", {"model_type": "mamba"})
     assert "selector_rank = 8: not implemented" in _refused(tmp_path, "dflash", {}, selector_rank=8)
