@@ -1,6 +1,7 @@
 """Generated tokens per second with and without speculative decoding, in pairs, for texts that are drafted well or not.
 
     python -m benchmarks.speed.speculation [--rows 1 16] [--repeats 5] [--arrivals] [--only NAME ...] [--json FILE]
+    python -m benchmarks.speed.speculation --fixed [--rows 1 16] [--repeats 5] [--only NAME ...]
 
 Two engines in one process, with the model in the box; they take turns, so that other work on the machine hits both, and
 read the same weights, as it matters where these lie. The same prompts, seeds and lengths; the tokens are compared.
@@ -16,6 +17,8 @@ Texts:
 
 With `--arrivals` there are four texts for each row, of 40 to 160 tokens, whose prompts are not cached: whenever one
 ends another begins, so that many steps run prompts too.
+
+With `--fixed` the number of drafts that the engine chooses is compared with each fixed number, 0 to 7, in one engine.
 """
 
 import argparse
@@ -27,11 +30,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
+
 from benchmarks import result_file
 from jswa.engine import Engine
 from jswa.exec.runner import Runner
 from jswa.llm import LLM
 from jswa.running.runners import DraftingRunner
+from jswa.sched.drafts.choice import DraftChoice
 from jswa.speculation import PROGRAMS
 from jswa.types import SamplingParams, StructuredOutputsParams
 from tools.tiny.tasks import words
@@ -166,6 +173,46 @@ def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int, *, ar
     }  # fmt: skip
 
 
+class Fixed(DraftChoice):
+    """Runs the same number of drafts per row in each step."""
+
+    def __init__(self, rows: int, number: int) -> None:
+        super().__init__(rows)
+        self.last = number
+
+    def kept(self, rows: int) -> None:
+        """No choice holds."""
+
+    def choose(self, row_ids: Int[np.ndarray, " E"], rows: int, lengths: Callable[[], tuple[int, ...]]) -> int:
+        """Return the number."""
+        return self.last
+
+
+def beside_fixed(method: str, kinds: Sequence[str], rows: int, repeats: int) -> Iterator[str]:
+    """Yield a line for each text: medians of the ratios of the engine's choice to each fixed number, by turns."""
+    options: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": 1536}
+    drafts = {"method": method, "num_speculative_tokens": PROGRAMS[-1], **_MODELS.get(method, {})}
+    with LLM("tiny", speculative_config=drafts, **options) as llm:
+        drafting = llm.engine.scheduler.drafting
+        choices: dict[str, DraftChoice] = {"chosen": drafting.choice}
+        choices |= {str(number): Fixed(rows, number) for number in (0, *PROGRAMS)}
+        for kind in kinds:
+            settle((llm, llm), kind, rows)
+            ratios: dict[str, list[float]] = {name: [] for name in choices}
+            for repeat in range(repeats):
+                turn = repeat % len(choices)
+                order, found = [*choices][turn:] + [*choices][:turn], dict[str, float]()
+                for name in order:
+                    drafting.choice = choices[name]
+                    found[name] = rate(llm, kind, rows, 0 if kind == "replays" else repeat)[0]
+                for name, speed in found.items():
+                    ratios[name].append(found["chosen"] / speed)
+            drafting.choice = choices["chosen"]
+            medians = {name: statistics.median(values) for name, values in ratios.items() if name != "chosen"}
+            each = "  ".join(f"{name}: {median:.2f}" for name, median in medians.items())
+            yield f"{kind:10}{rows:5}  chosen / best {min(medians.values()):.2f}   by number  {each}"
+
+
 def settle(both: Sequence[LLM], kind: str, rows: int, *, arrivals: bool = False) -> None:
     """Run until the programs that these steps want are compiled, which happens beside the steps."""
     runner = both[1].engine.runner
@@ -201,13 +248,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--arrivals", action="store_true", help="texts begin while others run")
+    parser.add_argument("--fixed", action="store_true", help="compare with fixed numbers of drafts")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for count in options.rows:
         for method in dict.fromkeys(method for _, _, method in KINDS.values()):
             kinds = [kind for kind in options.only if KINDS[kind][2] == method]
+            if options.fixed:
+                for line in beside_fixed(method, kinds, count, options.repeats) if kinds else ():
+                    print(line, flush=True)
+                continue
             rows += measure(method, kinds, count, options.repeats, arrivals=options.arrivals) if kinds else ()
+    if options.fixed:
+        return
     print(f"{'text':10}{'rows':>5}{'without':>10}{'with':>10}{'ratio':>7}   right of drafted, same tokens")
     for row in rows:
         counts = f"{row['accepted']:6} of {row['drafted']:6}, {row['same tokens']}"
