@@ -40,7 +40,7 @@ _NAMES: Mapping[Part, str] = {
     "step": "", "propose": ", drafts", "forward": ", forward half", "finish": ", finish half",
 }  # fmt: skip
 _EARLY = 2  # sizes that a GPU gets before the other families: one of decode steps and one of prompts
-REST = 0.25  # of the time that a program took: so long nothing is compiled after it, unless plans want it
+REST = 0.25  # of the time that a program took to compile: so long a thread rests before the next, unless plans wait
 _OFTEN = 4  # plans that want a program before it is compiled beside the steps: the end of a batch wants many, once
 
 

@@ -46,7 +46,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Second:
+class DFlash2:
     """The sizes of what DFlash2 adds.
 
     Attributes:
@@ -82,7 +82,7 @@ class DFlash:
         norms_context: a layer's first norm is applied to the fused states too (Laguna).
         from_first: the first draft is read at the text's last token, each other one at the mask before its place.
         markov: rank of the Markov head; 0 without.
-        second: what DFlash2 adds; None without.
+        dflash2: what DFlash2 adds; None without.
     """
 
     model: ModelConfig
@@ -102,7 +102,7 @@ class DFlash:
     norms_context: bool = False
     from_first: bool = False
     markov: int = 0
-    second: Second | None = None
+    dflash2: DFlash2 | None = None
 
     @property
     def layers(self) -> tuple[AttentionConfig, ...]:
@@ -206,7 +206,7 @@ class Convolution(nnx.Module):
     A weight is the sum of a learned one, by channel, and of one that is computed of the part's input, by group.
     """
 
-    def __init__(self, config: Second, width: int, dtype: jnp.dtype) -> None:
+    def __init__(self, config: DFlash2, width: int, dtype: jnp.dtype) -> None:
         self.config = config
         self.base = zeros(2, config.taps, width, dtype=dtype)
         self.kernel = zeros(width, 2 * config.taps * (width // config.group), dtype=dtype)
@@ -231,9 +231,9 @@ class Convolution(nnx.Module):
 
 
 class Convolutions(nnx.Module):
-    """Those of a layer."""
+    """The convolutions of a layer: one around its attention, one around its MLP."""
 
-    def __init__(self, config: Second, width: int, dtype: jnp.dtype) -> None:
+    def __init__(self, config: DFlash2, width: int, dtype: jnp.dtype) -> None:
         self.attention, self.mlp = Convolution(config, width, dtype), Convolution(config, width, dtype)
 
     def run(
@@ -254,7 +254,7 @@ class Convolutions(nnx.Module):
 class Selector(nnx.Module):
     """Scores of the likeliest tokens of a place, each given the token before: a product of three narrow vectors."""
 
-    def __init__(self, config: Second, width: int, vocab: int, dtype: jnp.dtype) -> None:
+    def __init__(self, config: DFlash2, width: int, vocab: int, dtype: jnp.dtype) -> None:
         self.config = config
         self.before, self.after = zeros(vocab, config.rank, dtype=dtype), zeros(vocab, config.rank, dtype=dtype)
         self.hidden = zeros(width, config.rank, dtype=dtype)
@@ -290,9 +290,9 @@ class DFlashModule(nnx.Module):
         self.tokens = zeros(config.draft_vocab, dtype=jnp.dtype(jnp.int32)) if config.subset else None
         sizes = config.markov, model.vocab_size, config.draft_vocab
         self.markov = Markov(*sizes, dtype) if config.markov else None
-        second = config.second
-        self.convolutions = None if second is None else nnx.List([Convolutions(second, d, dtype) for _ in model.layers])
-        self.selector = None if second is None else Selector(second, d, model.vocab_size, dtype)
+        added = config.dflash2
+        self.convolutions = None if added is None else nnx.List([Convolutions(added, d, dtype) for _ in model.layers])
+        self.selector = None if added is None else Selector(added, d, model.vocab_size, dtype)
 
     def fuse(self, taps: tuple[Float[Array, "T W"], ...]) -> Float[Array, "T M"]:
         """Return the target's hidden states as the layers read them."""

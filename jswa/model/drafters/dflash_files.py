@@ -17,7 +17,7 @@ from jaxtyping import Float
 from jswa.architecture import LayerConfig, ModelConfig
 from jswa.errors import CheckpointError, UnsupportedModel
 from jswa.model.drafters.checkpoint import Checkpoint, ReadWhole, folder_of, refused, required
-from jswa.model.drafters.dflash import DFlash, Second, Sight
+from jswa.model.drafters.dflash import DFlash, DFlash2, Sight
 from jswa.model.drafters.eagle_files import OFFSETS, draft_tokens
 from jswa.model.hf.common import MAX_LAYERS, usual
 from jswa.model.hf.config import parse_config
@@ -33,14 +33,14 @@ from jswa.storage.checkpoint_files import is_there
 from jswa.storage.json_object import read_object
 
 _LAGUNA, _MUSE, _GEMMA4 = "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel", "Gemma4DSparkModel"
-_SECOND = "DFlash2DraftModel", "DFlash2BeamDraftModel"
+_DFLASH2 = "DFlash2DraftModel", "DFlash2BeamDraftModel"
 _ARCHITECTURES = {
-    "dflash": ("DFlashDraftModel", "DFlashSpeculator", _LAGUNA, _MUSE, *_SECOND),
+    "dflash": ("DFlashDraftModel", "DFlashSpeculator", _LAGUNA, _MUSE, *_DFLASH2),
     "dspark": ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator", _GEMMA4),
 }
 _SPECULATORS = {"dflash": ("dflash", "dflash2"), "dspark": ("dspark",)}  # their types, by method
 _FAMILIES = ("qwen3", "llama", "laguna", "muse_glimmer_assistant", "beam")
-_OF_SECOND = ("conv_kernel_size", "selector_rank")
+_KEYS_OF_DFLASH2 = ("conv_kernel_size", "selector_rank")
 _GEMMA4_FAMILIES = ("gemma4_text", "gemma4_unified_text")
 _MASK_FILE = "mask_embedding.pt"
 _MOST_TAPS, _MOST_BLOCK, _MOST_RANK = 64, 1024, 65536
@@ -123,10 +123,10 @@ def _architecture(method: str, keys: _Keys) -> str:
     kind, named = keys.file.raw.get("speculators_model_type"), keys.file.raw.get("architectures")
     if keys.speculators and kind not in _SPECULATORS[method]:
         raise refused("speculators_model_type", kind, f"must be one of {', '.join(_SPECULATORS[method])}")
-    known = _SECOND if kind == "dflash2" else _ARCHITECTURES[method]
+    known = _DFLASH2 if kind == "dflash2" else _ARCHITECTURES[method]
     if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
         raise refused("architectures", named, f"must be one of {', '.join(known)}")
-    without = _WITHOUT if named[0] in _SECOND else {**_WITHOUT, **dict.fromkeys(_OF_SECOND, (0,))}
+    without = _WITHOUT if named[0] in _DFLASH2 else {**_WITHOUT, **dict.fromkeys(_KEYS_OF_DFLASH2, (0,))}
     for key, values in without.items():
         if (value := keys.own.raw.get(key)) is not None and value not in values:
             raise UnsupportedModel(f"config.json: {key} = {value!r}: not implemented; must be {values[0]!r}")
@@ -180,11 +180,11 @@ def _parse(method: str, architecture: str, keys: _Keys, target: ModelConfig, ten
         norms_context=laguna,
         from_first=own.boolean("sample_from_anchor", method == "dspark"),
         markov=markov,
-        second=_second(own, model, None if own_head else target) if architecture in _SECOND else None,
+        dflash2=_dflash2(own, model, None if own_head else target) if architecture in _DFLASH2 else None,
     )
 
 
-def _second(own: Fields, model: ModelConfig, head: ModelConfig | None) -> Second:
+def _dflash2(own: Fields, model: ModelConfig, head: ModelConfig | None) -> DFlash2:
     """Return what DFlash2 adds. `head`: the model whose head it uses, and so its factor and cap; None: its own."""
     factor, cap = (1.0, None) if head is None else (head.logit_scale, head.final_softcap)
     required("draft_vocab_size", own.integer("draft_vocab_size", model.vocab_size), model.vocab_size, "the vocabulary")
@@ -193,7 +193,7 @@ def _second(own: Fields, model: ModelConfig, head: ModelConfig | None) -> Second
     group = own.integer("conv_group_size", None, high=model.d_model)
     if model.d_model % group:
         raise refused("conv_group_size", group, f"must divide {model.d_model}, the hidden size")
-    return Second(
+    return DFlash2(
         taps=own.integer("conv_kernel_size", None, high=_MOST_BLOCK),
         group=group,
         rank=own.integer("selector_rank", None, high=_MOST_RANK),
@@ -260,7 +260,7 @@ def _changed(model: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
 def _causal(keys: _Keys, window: int | None, architecture: str) -> bool:
     """Return whether queries of a layer see no later mask: those with a window do not, unless the config says so."""
     if keys.speculators:  # vLLM 0.33 has the windows' rule for full layers too, which were not trained so
-        return window is not None and not keys.file.boolean("sliding_window_non_causal", architecture in _SECOND)
+        return window is not None and not keys.file.boolean("sliding_window_non_causal", architecture in _DFLASH2)
     default = window is not None and architecture != _MUSE
     return keys.file.boolean(
         "is_causal", Fields(keys.file.table("dflash_config"), "dflash_config").boolean("causal", default)
@@ -304,23 +304,23 @@ def _sources(drafter: DFlash, tensors: Mapping[str, Tensor]) -> dict[str, Source
         for ours, (theirs, rows) in sizes.items():
             part = TensorPart(f"markov_head.{theirs}.weight", (rows, drafter.markov))
             table[f"markov.{ours}"] = Source((part,))
-    if drafter.second is not None:
-        table |= _sources_of_second(drafter, drafter.second)
+    if drafter.dflash2 is not None:
+        table |= _sources_of_dflash2(drafter, drafter.dflash2)
     return table
 
 
-def _sources_of_second(drafter: DFlash, second: Second) -> dict[str, Source]:
+def _sources_of_dflash2(drafter: DFlash, sizes: DFlash2) -> dict[str, Source]:
     table: dict[str, Source] = {}
     d, vocab, own = drafter.model.d_model, drafter.model.vocab_size, "candidate_selector"
     for index in range(len(drafter.model.layers)):
         for part in ("attention", "mlp"):
             ours, theirs = f"convolutions.{index}.{part}", f"model.layers.{index}.{part}_conv"
-            weights = 2 * second.taps * (d // second.group)
-            table[f"{ours}.base"] = Source((TensorPart(f"{theirs}.base_kernel", (2, second.taps, d)),))
+            weights = 2 * sizes.taps * (d // sizes.group)
+            table[f"{ours}.base"] = Source((TensorPart(f"{theirs}.base_kernel", (2, sizes.taps, d)),))
             table[f"{ours}.kernel"] = matrix({f"{theirs}.kernel_projection": weights}, d)
     for ours, theirs in {"before": "predecessor", "after": "successor"}.items():
-        table[f"selector.{ours}"] = Source((TensorPart(f"{own}.{theirs}_codebook", (vocab, second.rank)),))
-    table["selector.hidden"] = matrix({f"{own}.hidden_projection": second.rank}, d)
+        table[f"selector.{ours}"] = Source((TensorPart(f"{own}.{theirs}_codebook", (vocab, sizes.rank)),))
+    table["selector.hidden"] = matrix({f"{own}.hidden_projection": sizes.rank}, d)
     return table
 
 

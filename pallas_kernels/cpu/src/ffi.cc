@@ -1,4 +1,5 @@
-// What XLA calls: checks shapes and types, and hands them to the kernels. JSWA_DIGEST names the sources and XLA's interface.
+// XLA calls these functions: they check shapes and types, and hand them to the kernels.
+// JSWA_DIGEST names the sources and the version of XLA's interface.
 #include <algorithm>
 #include <cstring>
 
