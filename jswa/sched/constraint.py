@@ -206,11 +206,7 @@ class _Held(NamedTuple):
 
 
 class Masks:
-    """The masks that the device has, for rows whose mask may change.
-
-    Args:
-        rows: the arrays of the running rows.
-    """
+    """The masks that the device has, for rows whose mask may change; `rows`: the arrays of the running rows."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -288,9 +284,8 @@ class Masks:
     ) -> tuple[tuple[RowMask, ...], list[Sequence], dict[int, list[bool]]]:
         """Return the masks of running rows that change for the token behind the known ones, and behind their drafts.
 
-        The second result has the rows whose grammar allows a single token behind the known ones. The third, by row id
-        of the rows with drafts, has whether the grammar allows a single token behind the known ones, and behind each
-        draft.
+        The second result has the rows whose grammar allows a single token behind the known ones. The third says of rows
+        with drafts, by row id, whether the grammar allows a single token behind the known ones, and behind each draft.
 
         `drafts`: by row id, of all rows whose masks may change; only rows that are held to a grammar have any.
         """
@@ -302,9 +297,8 @@ class Masks:
         held = [s for i in running[of_grammar].tolist() if (s := sequences[i]) is not None and s.matcher is not None]
         masks, forced = self._grammar_masks(held)
         behind, single = self._masks_behind([s for s in held if drafts[s.row_id]], drafts)
-        for sequence in forced:
-            if sequence.row_id in single:
-                single[sequence.row_id][0] = True
+        for row_id in single.keys() & {sequence.row_id for sequence in forced}:
+            single[row_id][0] = True
         return (*changed, *masks, *behind), forced, single
 
     def check(self, running: Iterable[Sequence]) -> None:
@@ -349,10 +343,7 @@ class Masks:
     def _masks_behind(
         self, sequences: list[Sequence], drafts: Mapping[int, list[int]]
     ) -> tuple[list[RowMask], dict[int, list[bool]]]:
-        """Return the masks behind each draft of rows that are held to a grammar.
-
-        The second result is the third of `late`, without the tokens behind the known ones.
-        """
+        """Return the masks behind drafts of rows with a grammar, and which have a single token; see `late`."""
         if not sequences:
             return [], {}
         matchers = [sequence.matcher for sequence in sequences if sequence.matcher is not None]

@@ -10,9 +10,12 @@ r"""A checked schema as llguidance is given it, so that it admits what the schem
 """
 
 import copy
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jswa.grammar.bounds import SchemaError
 from jswa.grammar.exact.apart import Alternatives
 from jswa.grammar.exact.dates import DATES
 from jswa.grammar.exact.expressions import in_rust
@@ -22,12 +25,17 @@ from jswa.grammar.size.walk import Schema, reachable
 
 NO_CODES = {"json_allowed_escapes": 'nrbtf\\"'}  # llguidance's option for texts without the escapes \u0000 to \u001f
 _ANY_NAME = "^"
+_CODE = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 
 
 def admitted(schema: Schema) -> tuple[Schema, Mapping[str, Any]]:
-    """Return a schema that `check_schema` has returned as llguidance reads it rightly, and options that it needs."""
+    """Return a schema that `check_schema` has returned as llguidance reads it rightly, and options that it needs.
+
+    Raises SchemaError if it needs texts without codes of characters, and has a value that is written with one.
+    """
     made: Schema = copy.deepcopy(schema)
-    nodes = [node for node in reachable(made).values() if isinstance(node, dict)]
+    by_pointer = {at: node for at, node in reachable(made).items() if isinstance(node, dict)}
+    nodes = [*by_pointer.values()]
     alternatives, options = Alternatives(made), dict[str, Any]()
     # llguidance merges no two objects with different patterns of names.
     may_close = not (any(map(_merges, nodes)) and any(node.get("patternProperties") for node in nodes))
@@ -38,7 +46,24 @@ def admitted(schema: Schema) -> tuple[Schema, Mapping[str, Any]]:
             node["patternProperties"] = {in_rust(name): one for name, one in patterns.items()}
         if _names_are_loose(node) and not (may_close and _close_names(node)):
             options = NO_CODES
+    for at, node in by_pointer.items() if options else ():
+        _can_be_written(at, node)
     return made, options
+
+
+def _can_be_written(at: str, node: Mapping[str, Any]) -> None:
+    """Raise SchemaError if a schema allows no value that is written without codes of characters."""
+    values, names = node.get("enum", [node["const"]] if "const" in node else []), node.get("required")
+    needed = [values] if isinstance(values, list) and values and all(map(_has_code, values)) else []
+    needed += [name for name in names if _has_code(name)] if isinstance(names, list) else []
+    if needed:
+        found = json.dumps(needed[0])[:40]
+        raise SchemaError(at, f"needs {found}: control characters cannot be written where other names have schemas")
+
+
+def _has_code(value: object) -> bool:
+    """Whether JSON writes a value with a code of a character, such as that of U+0007."""
+    return _CODE.search(json.dumps(value)) is not None
 
 
 def _merges(node: Mapping[str, Any]) -> bool:

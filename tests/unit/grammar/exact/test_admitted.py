@@ -130,6 +130,10 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         {"type": "integer", "exclusiveMinimum": 2**60, "maximum": 2**61}, [str(2**60 + 256), str(2**61)],
         [str(2**60), str(2**61 + 1)],
     ),
+    "a control character where only one of two values has it": (
+        {**record(a={"type": "null"}), "additionalProperties": {"enum": ["\a", "\\u0007", "\n"]}},
+        [r'{"b": "\\u0007"}', r'{"b": "\n"}'], ['{"b": "a"}'],
+    ),
     "a boolean that makes a bound exclusive": ({"type": "integer", "minimum": 0, "exclusiveMinimum": True}, ["1"], []),
 }  # fmt: skip
 
@@ -150,6 +154,8 @@ def test_a_text_is_admitted_if_it_is_a_value(grammars: Grammars, name: str) -> N
         assert not admits(grammar, BYTES, one), one
 
 
+# Names beside `a` have a schema of their own.
+CODED: dict[str, Any] = {**record(a={"type": "null"}), "additionalProperties": {"type": "integer"}}
 REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "minimum": 2**53 + 1}, "at /minimum: 9007199254740993 is no number of floating point"),
     ({"type": "number", "exclusiveMaximum": 2**53 + 1}, "at /exclusiveMaximum: 9007199254740993 is no number"),
@@ -161,6 +167,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"const": -(2**63)}, "at /const: -9223372036854775808 is beyond 64 bits"),
     ({"type": "integer", "enum": [-1e19]}, r"at /enum: -1e\+19 is beyond 64 bits"),
     ({"const": 1.152921504606847e18}, "at /const: .* is written with fewer digits"),
+    (
+        {**CODED, "additionalProperties": {"const": "\a"}},
+        "at /additionalProperties: needs .* control characters cannot",
+    ),
+    ({**CODED, "additionalProperties": {"enum": ["\a", "\\\x1f"]}}, "at /additionalProperties: needs .* control char"),
+    ({**CODED, "required": ["\a"]}, "needs .* control characters cannot be written where other names have schemas"),
     (text(pattern="a++"), "at /pattern: has a repetition of a repetition"),
     (text(pattern="(?x)a b"), "at /pattern: has the flags 'x'"),
     (text(pattern="[z-a]"), "at /pattern: has a range in brackets whose end comes before its beginning"),
