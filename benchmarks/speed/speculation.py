@@ -174,7 +174,7 @@ def compare(plain: LLM, drafting: LLM, kind: str, rows: int, repeats: int, *, ar
 
 
 class Fixed(DraftChoice):
-    """Runs the same number of drafts per row in each step."""
+    """Runs the same number of drafts per row in each decode step, and none in steps with prompts."""
 
     def __init__(self, rows: int, number: int) -> None:
         super().__init__(rows)

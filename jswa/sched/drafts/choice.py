@@ -29,18 +29,18 @@ _FIRST = 0.5  # what the first row begins with if nothing is compared; 0 otherwi
 _WEIGHT_NEW = 0.02  # of a step in what later rows begin with
 _LEAST, _MOST = 0.05, 0.999  # averages below the least count as 0, and none as more than the most
 _HOLDS = 4, 16  # steps for which a choice holds at least and at most
-_LOOK = 0.02  # seconds for which that of no drafts holds: looking at the tokens takes a hundredth of that or two
+_LOOK = 0.02  # seconds for which the choice of no drafts holds: looking at the tokens takes one or two percent of it
 _TIMES = 15  # of which the median counts: a mean would be misled by one step that waited for other work
 _MEASURED = 3  # times below which nothing is known
 _FORGOTTEN = 1_024  # measured steps of a size after which a time is unknown again: the machine may have been busy
-_STALE = 32  # measured steps with drafts for each time without, after which the latter is measured again
+_STALE = 32  # steps with drafts for each known time without: after so many, steps without drafts are measured again
 _EACH = 0.1  # what a draft is expected to cost, of a step without drafts, as long as no step with drafts is known
 _EACH_LEAST = 0.02  # and at least
 
 
 @dataclass
 class _Times:
-    """What the last steps of a size took, and the number of the last one among all steps of its rows."""
+    """What the last steps of a size with some number of drafts took; `step`: number of the last one in its size."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_TIMES))
     step: int = 0
@@ -57,7 +57,7 @@ class DraftChoice:
     Attributes:
         average: how often the drafts of each row are right.
         last: the last choice.
-        kind: of the steps that run now: those of another kind, of as many rows, take another time.
+        kind: of the steps that run now. Steps of another kind take another time, even with as many rows.
     """
 
     def __init__(self, max_rows: int, *, watched: bool = False, most: int = 0) -> None:

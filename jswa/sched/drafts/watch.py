@@ -51,7 +51,7 @@ class Watch:
         """Return which of the tokens that came back since the last call would have been drafted, by row.
 
         At most the last 64 of each row; rows with few are left out. The tokens of a text that was foretold count as one
-        token, since they take one step. It is wrong if they are more than the drafts of a step.
+        token, since they take one step. A text that is longer than the drafts of a step counts as wrong.
         """
         found: dict[int, list[bool]] = {}
         for row_id in row_ids:
@@ -70,7 +70,7 @@ class Watch:
     def _joined(self, row_id: int, right: list[bool], first: int) -> list[bool]:
         """Join the tokens of each foretold text, which is right if all of them are; `first`: position of the first.
 
-        A wrong one comes after it: it takes the places of several drafts, so that there are seldom any for the next.
+        A wrong token is put after each such text: it takes the places of several drafts, and few are left after it.
         """
         for start, end in reversed(self._foretold[row_id]):
             if end > first:
